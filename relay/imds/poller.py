@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 
@@ -57,38 +58,28 @@ _POLL_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Poller:
+    settings: SourceSettings
+    client: ImdsClient
+    recorder: Recorder
+    store: Store
+    clock: Clock
+    report: RecordRelayEvent
+    last_read_at: datetime | None
+    """When the document was last read; None if it never was."""
+    jitter: Callable[[], float] = random.random
     lost_reason = "the metadata service gives no usable answer"
 
-    def __init__(
-        self,
-        settings: SourceSettings,
-        client: ImdsClient,
-        recorder: Recorder,
-        store: Store,
-        clock: Clock,
-        *,
-        report: RecordRelayEvent,
-        last_read_at: datetime | None,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.lost = False
         self.polls = 0
         self.failures = 0
         """Failed polls in a row."""
         self.poll_seconds = Histogram(_POLL_BOUNDS)
-        self.last_read_at = last_read_at
-        """When the document was last read; None if it never was."""
         self.last_document: Document | None = None
         """The document that this process read last; None: it read none yet."""
-        self._settings = settings
-        self._client = client
-        self._recorder = recorder
-        self._store = store
-        self._clock = clock
-        self._report = report
-        self._jitter = jitter
-        self._started_at = clock.monotonic()
+        self._started_at = self.clock.monotonic()
         self._last_digest: bytes | None = None  # of the bytes that were recorded last
         self._last_read_monotonic: float | None = None
         self._state_log = LogOnce(_log)
@@ -107,19 +98,19 @@ class Poller:
         """The seconds since the document was last read; None: this process read none yet."""
         if self._last_read_monotonic is None:
             return None
-        return self._clock.monotonic() - self._last_read_monotonic
+        return self.clock.monotonic() - self._last_read_monotonic
 
     @property
     def clock_offset(self) -> float | None:
         """The seconds that our clock is certainly ahead of the service's; None: not known."""
-        skew = self._client.clock_skew
+        skew = self.client.clock_skew
         return None if skew is None else 0.0 - skew  # no -0.0
 
     def use_source_settings(self, settings: SourceSettings) -> None:
-        if settings.interval != self._settings.interval:
+        if settings.interval != self.settings.interval:
             self._poll_requested.set()  # ends the pause, which has the earlier interval
-        self._settings = settings
-        self._client.use_source_settings(settings)
+        self.settings = settings
+        self.client.use_source_settings(settings)
 
     async def read_with_imds_time(self) -> DatedRead[Document]:
         """Read and record with a call that begins from now on. Raises SourceError."""
@@ -130,7 +121,7 @@ class Poller:
         read = self._next_read
         try:
             while True:
-                began = self._clock.monotonic()
+                began = self.clock.monotonic()
                 read, self._next_read = self._next_read, asyncio.Future()
                 self._poll_requested.clear()
                 self.polls += 1
@@ -149,9 +140,9 @@ class Poller:
 
     async def _poll(self) -> DatedRead[Document]:
         """Read once. If the bytes are the same as the last ones, there is nothing to record."""
-        read = await self._client.read_document()
+        read = await self.client.read_document()
         # Before it is parsed: a fleet orders what its agents say by this time.
-        now, monotonic = self._clock.now(), self._clock.monotonic()
+        now, monotonic = self.clock.now(), self.clock.monotonic()
         self.poll_seconds.observe(monotonic - read.asked_monotonic)
         digest = sha256(read.content).digest()
         is_new = digest != self._last_digest
@@ -163,9 +154,7 @@ class Poller:
         if is_new:
             poll = SuccessfulPoll(document, now, self._has_gap(now, monotonic))
             try:
-                await self._store.transact(
-                    lambda tx: self._recorder.record(tx, poll), fail_open=True
-                )
+                await self.store.transact(lambda tx: self.recorder.record(tx, poll), fail_open=True)
             except StoreUnavailable as error:
                 raise SourceUnavailable(f"the document could not be recorded: {error}") from error
             self._last_digest, self.last_document = digest, document
@@ -173,7 +162,7 @@ class Poller:
         return result
 
     async def _parse(self, body: bytes) -> Document:
-        version = self._settings.api_version
+        version = self.settings.api_version
         if len(body) < LARGE_BODY:
             return parse_document(body, version)
         return await asyncio.to_thread(parse_document, body, version)  # others run meanwhile
@@ -182,25 +171,25 @@ class Poller:
         """Whether an event may have come and gone. A freeze stops one clock, one can be set."""
         if self.last_read_at is None:
             return True
-        if self._last_read_monotonic is None and not shows_all_types(self._settings.api_version):
+        if self._last_read_monotonic is None and not shows_all_types(self.settings.api_version):
             return True  # a newer version may have shown what this one leaves out
         seconds = (now - self.last_read_at).total_seconds()
         if self._last_read_monotonic is not None:
             seconds = max(seconds, monotonic - self._last_read_monotonic)
         elif seconds < 0:
             return True  # the clock was set back while the relay was down
-        return seconds > max(3 * self._settings.interval, MIN_GAP)
+        return seconds > max(3 * self.settings.interval, MIN_GAP)
 
     async def _wait_for_next_poll(self, began: float) -> None:
-        interval = self._settings.interval
+        interval = self.settings.interval
         if self._last_error is None:
-            seconds = began + interval - self._clock.monotonic()
-            await self._clock.wait(self._poll_requested, seconds)
+            seconds = began + interval - self.clock.monotonic()
+            await self.clock.wait(self._poll_requested, seconds)
             return
         # Fresh reads wait too.
         retry_after = self._last_error.retry_after
-        delay = retry_delay(self.failures, retry_after, interval, self._jitter())
-        await self._clock.sleep(delay)
+        delay = retry_delay(self.failures, retry_after, interval, self.jitter())
+        await self.clock.sleep(delay)
 
     def _note_failure(self, error: SourceError) -> None:
         self.failures += 1
@@ -215,7 +204,7 @@ class Poller:
         if isinstance(error, DocumentTooLarge) and not self.lost:
             # It will not pass by itself, and events may be hidden from now on.
             self.lost = True
-            self._report(
+            self.report(
                 "relay.source-lost",
                 "the document of scheduled events is larger than 4 MiB and is not read: "
                 "what is in it is not known, and nothing is reported as ended",
@@ -227,7 +216,7 @@ class Poller:
         self.failures, self._last_error = 0, None
         if self.lost:
             self.lost = False
-            self._report("relay.source-recovered", "the metadata service answers again")
+            self.report("relay.source-recovered", "the metadata service answers again")
 
     async def _watch_for_source_loss(self) -> None:
         """Report the loss of the source, even while a call hangs."""
@@ -236,13 +225,13 @@ class Poller:
                 since, timeout = self._started_at, FIRST_ANSWER_TIMEOUT
             else:
                 since, timeout = self._last_read_monotonic, ANSWER_TIMEOUT
-            seconds_left = since + timeout - self._clock.monotonic()
+            seconds_left = since + timeout - self.clock.monotonic()
             if seconds_left <= 0 and not self.lost:
                 reason = self._last_error.reason if self._last_error else "no answer came"
                 self.lost = True
-                self._report("relay.source-lost", f"no usable answer for {timeout:g} s: {reason}")
+                self.report("relay.source-lost", f"no usable answer for {timeout:g} s: {reason}")
             # The first answer may come during the sleep, and then the shorter timeout applies.
-            await self._clock.sleep(min(max(seconds_left, MIN_WATCH_INTERVAL), ANSWER_TIMEOUT))
+            await self.clock.sleep(min(max(seconds_left, MIN_WATCH_INTERVAL), ANSWER_TIMEOUT))
 
 
 def _fail(read: asyncio.Future[DatedRead[Document]], error: SourceError) -> None:
@@ -251,18 +240,17 @@ def _fail(read: asyncio.Future[DatedRead[Document]], error: SourceError) -> None
         read.exception()  # perhaps nobody waits for it
 
 
+@dataclass(frozen=True, slots=True)
 class ImdsStartRequestPort:
     """Polls and StartRequests share a client: the fresh read counts as the next poll."""
 
-    def __init__(self, poller: Poller, client: ImdsClient) -> None:
-        self._poller = poller
-        self._client = client
+    poller: Poller
 
     async def refresh_event(self, _scope: str, _grant: Grant) -> None:
-        await self._poller.read_with_imds_time()
+        await self.poller.read_with_imds_time()
 
     def choose_agent(self, _scope: str, _grant: Grant) -> None:
         """Return None: this relay sends its StartRequests itself."""
 
     async def send_start_request(self, _scope: str, claim: ClaimedGrant) -> None:
-        await self._client.send_start_request(claim.event_id)
+        await self.poller.client.send_start_request(claim.event_id)

@@ -43,7 +43,7 @@ async def start(config: Config, clock: Clock) -> AsyncIterator[RunningRelay]:
             )
 
         poller = await make_poller(config, client, identity, store, clock, report)
-        port = ImdsStartRequestPort(poller, client)
+        port = ImdsStartRequestPort(poller)
         names_us = partial(names_this_vm, resource_names=identity.names)
         make_relay = partial(Relay, store=store, source=poller, origin=origin, clock=clock)
 

@@ -162,49 +162,43 @@ class Memory(HoldMemory):
         return replace(self, folded=folded)
 
 
+@dataclass(eq=False, slots=True)
 class Approvals:
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        journal: Journal,
-        occurrences: Occurrences,
-        memory: Memory,
-    ) -> None:
-        self._connection = connection
-        self._journal = journal
-        self._occurrences = occurrences
-        self._memory = memory
+    connection: sqlite3.Connection
+    journal: Journal
+    occurrences: Occurrences
+    memory: Memory
 
     def forget_pruned(self, *, any_row: bool) -> None:
         """Forget events that are over, but those in force if no row of the journal was pruned.
 
         What is live stays: its rows are not pruned, and they are compared with it.
         """
-        rows = self._connection.execute("SELECT key FROM occurrence WHERE live").fetchall()
+        rows = self.connection.execute("SELECT key FROM occurrence WHERE live").fetchall()
         live = {key for (key,) in rows}
-        self._memory.folded = {
+        self.memory.folded = {
             key: (upto, each)
-            for key, (upto, each) in self._memory.folded.items()
+            for key, (upto, each) in self.memory.folded.items()
             if key in live or (each.is_open and not any_row)
         }
-        self._memory.is_loaded = False
+        self.memory.is_loaded = False
 
     def of_key(self, event_key: str) -> EventApprovals:
-        if event_key in self._memory.damaged:
-            return EventApprovals(self._memory.damaged[event_key])
-        end = self._journal.head().position
-        upto, known = self._memory.folded.get(event_key, (0, NOTHING))
+        if event_key in self.memory.damaged:
+            return EventApprovals(self.memory.damaged[event_key])
+        end = self.journal.head().position
+        upto, known = self.memory.folded.get(event_key, (0, NOTHING))
         if upto != end:
             try:
-                known = self._journal.fold(known, fold, APPROVAL_ROWS, event_key, after=upto)
+                known = self.journal.fold(known, fold, APPROVAL_ROWS, event_key, after=upto)
             except StoreError as error:
                 return self._set_damage(event_key, str(error))
-            self._memory.folded[event_key] = end, known
+            self.memory.folded[event_key] = end, known
         return known
 
     def _set_damage(self, event_key: str, damage: str) -> EventApprovals:
         _log.error("approvals of event %s are off: %s", event_key, damage)
-        self._memory.damaged[event_key] = damage
+        self.memory.damaged[event_key] = damage
         return EventApprovals(damage)
 
     def verify(self, event_key: str) -> None:
@@ -213,10 +207,10 @@ class Approvals:
         What differs is damage, which turns its approvals off.
         """
         known = self.of_key(event_key)
-        if event_key in self._memory.damaged:
+        if event_key in self.memory.damaged:
             return
         try:
-            if self._journal.fold(NOTHING, fold, APPROVAL_ROWS, event_key) != known:
+            if self.journal.fold(NOTHING, fold, APPROVAL_ROWS, event_key) != known:
                 self._set_damage(event_key, "journal: rows about it were changed or removed")
         except StoreError as error:
             self._set_damage(event_key, str(error))
@@ -249,7 +243,7 @@ class Approvals:
     def decisions_about(self, occurrence: TrackedEvent, limit: int) -> list[Decision]:
         """Return the newest decisions about an occurrence, oldest first, in force or not."""
         about = self._positions_about(occurrence)
-        rows = self._connection.execute(
+        rows = self.connection.execute(
             f"SELECT position, body FROM journal WHERE event_key = ? AND {APPROVAL_ROWS} "  # noqa: S608  # our own text
             "AND kind = 'approval.recorded' AND position >= ? AND position < ? "
             "ORDER BY position DESC LIMIT ?",
@@ -260,14 +254,14 @@ class Approvals:
     def _positions_about(self, occurrence: TrackedEvent) -> range:
         later = None
         if not occurrence.live:  # a live one is the newest
-            later = self._occurrences.find_following_occurrence(occurrence)
+            later = self.occurrences.find_following_occurrence(occurrence)
         return range(occurrence.position, later.position if later is not None else sys.maxsize)
 
     # --- where something may have to follow
 
     def exist(self) -> bool:
         """Whether anything was ever decided about any event that the journal still holds."""
-        rows = self._connection.execute(
+        rows = self.connection.execute(
             f"SELECT 1 FROM journal INDEXED BY journal_of_approvals WHERE {APPROVAL_ROWS} LIMIT 1"  # noqa: S608  # our own text
         )
         return rows.fetchone() is not None
@@ -283,7 +277,7 @@ class Approvals:
         """
         live = [
             occurrence
-            for occurrence in self._occurrences.live_occurrences(event_keys)
+            for occurrence in self.occurrences.live_occurrences(event_keys)
             if all_live or self.of_key(occurrence.key) is not NOTHING
         ]
         keys = self._keys_to_check() if event_keys is None else sorted(event_keys)
@@ -291,7 +285,7 @@ class Approvals:
             occurrence
             for key in keys
             if self.of_key(key).is_open
-            for occurrence in self._occurrences.all_of_key(key)
+            for occurrence in self.occurrences.all_of_key(key)
             if not occurrence.live and self._needs_check_after_end(occurrence)
         ]
         return live + ended
@@ -303,8 +297,8 @@ class Approvals:
         )
 
     def _keys_to_check(self) -> list[str]:
-        if not self._memory.is_loaded:
-            rows = self._connection.execute(
+        if not self.memory.is_loaded:
+            rows = self.connection.execute(
                 "SELECT key FROM occurrence INDEXED BY occurrence_live WHERE live UNION "
                 "SELECT key FROM (SELECT key FROM occurrence INDEXED BY occurrence_ended "
                 "WHERE NOT live ORDER BY last_changed DESC LIMIT ?)",
@@ -312,8 +306,8 @@ class Approvals:
             ).fetchall()
             for (key,) in rows:
                 self.of_key(key)
-            self._memory.is_loaded = True
-        return sorted(key for key, (_, each) in self._memory.folded.items() if each.is_open)
+            self.memory.is_loaded = True
+        return sorted(key for key, (_, each) in self.memory.folded.items() if each.is_open)
 
     def open_grants(self, scope: str | None = None) -> list[tuple[Grant, TrackedEvent]]:
         """Return the grants without a final answer, oldest first, and their occurrences."""
