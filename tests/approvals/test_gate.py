@@ -425,6 +425,8 @@ async def test_an_event_that_came_while_the_disk_was_full_is_granted_later(tmp_p
         try:
             await harness.record_document(USER_REBOOT)
             await harness.settle()
+            recorded = await harness.store.read(lambda tx: tx.journal.events_after(0, 9))
+            assert [event.name for _, event in recorded] == ["event.scheduled"]
         finally:
             disk.free()
         await eventually(lambda: harness.store.write_error is None)

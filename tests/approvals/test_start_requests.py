@@ -18,6 +18,7 @@ from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.limits import Limit
 from relay.errors import SourceUnavailable, StoreUnavailable
 from relay.store import StoreSettings
+from relay.store.approvals import NOTHING
 from relay.store.file import open_for_reading
 from relay.store.retention import prune_all_tables
 from relay.store.sqlite import Work
@@ -36,6 +37,7 @@ from tests.approvals.builders import (
 from tests.approvals.running_gate import RETURNED, TIMEOUT, ScopeOfFleet, running_gate, running_hub
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
+from tests.store.open_store import blocked
 
 OTHER_REBOOT = build_event("E-2", event_source="User")
 
@@ -287,6 +289,26 @@ def test_a_claim_in_a_commit_with_pruning_obeys_a_standing_hold(approvals: Appro
         return [approvals.engine.claim_grant(tx, grant, NOON) for grant in open_grants(tx)]
 
     assert approvals.transact(share_commit) == [None]
+
+
+async def test_a_vote_that_was_rolled_back_alone_is_not_remembered(tmp_path: Path) -> None:
+    """What shared its commit is on disk, and so is what that has read."""
+    async with running_gate(tmp_path, REDEPLOY) as harness:
+
+        def vote_and_fail(tx: Transaction) -> None:
+            assert harness.gate.engine.decide(tx, build_request(of=REDEPLOY)).accepted
+            assert tx.approvals.of_key("e-1").decisions
+            raise KeyError("what is read is not there")
+
+        with blocked(harness.store):
+            failing = harness.store.submit(vote_and_fail)
+            shared = harness.store.submit(lambda tx: tx.approvals.of_key("e-1"))
+        with pytest.raises(KeyError):
+            await failing
+        assert await shared == NOTHING
+        assert await harness.store.read(lambda tx: tx.approvals.of_key("e-1")) == NOTHING
+        await harness.submit("approve", "alice", REDEPLOY)
+        await harness.wait_for_events("startrequest.accepted")
 
 
 async def test_a_start_request_stays_in_flight_while_a_commit_is_repeated(tmp_path: Path) -> None:
