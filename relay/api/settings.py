@@ -209,8 +209,10 @@ def _check_guid(text: str, owner: str) -> str:
 
 def check_https_or_loopback_url(text: str) -> str:
     """Return the URL. Raises ValueError for all but https, and http on this machine."""
-    is_loopback = urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost")
-    parse_receiver_url(text, allow_http=is_loopback)
+    parts = urlsplit(text)
+    if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+        raise ValueError("expected https, or http on this machine, got http to another")
+    parse_receiver_url(text, allow_http=True)
     return text
 
 

@@ -41,6 +41,7 @@ _EXPECTED = {
     "model_type": "a mapping",
     "path_type": "a path",
     "string_pattern_mismatch": "text that matches {pattern}",
+    "string_too_short": "at least {min_length} character",
     "string_type": "text",
     "too_long": "at most {max_length} entries",
     "too_short": "at least {min_length} entry",

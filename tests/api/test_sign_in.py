@@ -572,7 +572,7 @@ def api_settings(
     ("words", "sign_in", "public_url", "changes"),
     [
         ("tenant's id", None, URL, {"tenant": "common"}),
-        ("expected https", None, URL, {"keys_url": "http://keys.example.com/"}),
+        ("http on this machine", None, URL, {"keys_url": "http://keys.example.com/"}),
         ("metadata or host", None, URL, {"keys_url": "https://169.254.169.254/keys"}),
         ("metadata or host", None, URL, {"keys_url": "https://[64:ff9b:1::a9fe:a9fe]/keys"}),
         ("at least 1", None, URL, {"roles": {}}),
