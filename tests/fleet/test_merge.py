@@ -114,6 +114,16 @@ def test_an_agent_that_cannot_read_keeps_no_state_that_others_have_left() -> Non
     assert hub.states == "ABA"
 
 
+@pytest.mark.parametrize(("silent", "news"), [("b", A), ("", None)])
+def test_a_silent_agent_keeps_no_state_that_another_has_left(
+    silent: str, news: Word | None
+) -> None:
+    hub = Hub.of("ab")
+    hub.hear_all("ab", B, 10)
+    hub.silent = silent
+    assert hub.hear("a", A, 20) == news
+
+
 @pytest.mark.parametrize("word", [A, B, GONE], ids=["A", "B", "gone"])
 @pytest.mark.parametrize("seen", [0, 19, 20])
 def test_a_word_not_later_than_its_agents_last_changes_nothing(word: Word, seen: float) -> None:
