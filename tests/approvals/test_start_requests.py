@@ -266,6 +266,21 @@ def prune(tx: Transaction) -> int:
     return prune_all_tables(tx, settings, NOON + timedelta(seconds=60))[0]
 
 
+def test_damage_lasts_even_if_the_work_that_found_it_is_undone(approvals: ApprovalFile) -> None:
+    approvals.record_document(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+
+    def find_damage_and_fail(tx: Transaction) -> None:
+        spoil(tx, "kind = 'approval.recorded'")
+        assert tx.approvals.of_key("e-1").damage
+        raise LookupError("a mistake of our own")
+
+    with pytest.raises(LookupError):
+        approvals.transact(find_damage_and_fail)
+    assert approvals.submit(of=REDEPLOY).status == 503
+    assert approvals.claim() == []
+
+
 def test_work_in_a_commit_with_pruning_knows_what_was_accepted(approvals: ApprovalFile) -> None:
     approvals.record_document(USER_REBOOT)
     approvals.accept(approvals.claim())
