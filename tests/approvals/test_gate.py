@@ -357,6 +357,19 @@ async def test_a_claim_is_repeated_after_a_kill_while_nothing_has_changed(tmp_pa
         assert len(harness.events("approval.granted")) == 1
 
 
+async def test_a_grant_is_given_up_with_an_answer_that_comes_after_the_end(tmp_path: Path) -> None:
+    """It is in flight until then, and nothing else looks at it again."""
+    async with running_gate(tmp_path, USER_REBOOT, answers=[TIMEOUT]) as harness:
+        harness.azure.may_answer.clear()
+        await eventually(lambda: bool(harness.azure.sent))
+        await harness.record_document()
+        await harness.settle()
+        assert harness.kinds()[-2:] == ["claim", "event.ended"]
+        harness.azure.may_answer.set()
+        await harness.settle()
+        assert harness.kinds()[-2:] == ["answer", "startrequest.failed"]
+
+
 # --- a disk that cannot be written
 
 
