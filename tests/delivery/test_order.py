@@ -12,7 +12,7 @@ import pytest
 
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY
 from relay.delivery.worker import MAX_BATCH
-from relay.errors import Deferred
+from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent, event_name
 from relay.sinks import Receipt
 from tests.clocks import ManualClock
@@ -113,6 +113,21 @@ async def test_a_failed_state_gives_way_to_a_newer_one_where_stale_is_drop(tmp_p
         assert [event_name(each["type"]) for each in left] == ["event.scheduled", "event.ended"]
         assert [each["state"] for each in left] == ["superseded", "delivered"]
         assert len(chat.attempts) == 2
+
+
+async def test_dead_letters_that_are_redelivered_replace_each_other_nowhere(tmp_path: Path) -> None:
+    """Whoever sends them again wants all of them, also where stale is drop."""
+    chat = ScriptedSink(gives(Rejected("no")))
+    async with running_dispatcher(tmp_path, {"chat": chat}, chat={"stale": "drop"}) as relay:
+        for name in ("event.scheduled", "event.updated"):
+            await relay.record_event("E-1", name)
+            await relay.settle()
+        chat.answer = accepts
+        await relay.dispatcher.set_state("chat", "paused", "lunch")
+        for delivery in await relay.deliveries("chat", "parked"):
+            assert await relay.redeliver(delivery["id"], relay.clock.now())
+        await relay.dispatcher.set_state("chat", "on", None)
+        await eventually(lambda: chat.names() == ["event.scheduled", "event.updated"])
 
 
 async def test_of_news_of_the_relay_one_waits_for_each_kind_and_sink_meant(tmp_path: Path) -> None:
