@@ -180,10 +180,13 @@ async def test_a_backlog_silences_nobody(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(HubLink, "has_read_all", has_read_all)
     async with loaded_hub(tmp_path) as (hub, clock):
+        waits_anew: list[bool] = []
+        monkeypatch.setattr(hub.merger, "restart_end_waits", lambda: waits_anew.append(True))
         for answer in (False, True):
             await hub.take([pulse(seconds=0)])
             await hub._look_after()  # noqa: SLF001  # `run` needs a broker
             assert hub.roster.has_listened(clock.now()) is answer
+            assert bool(waits_anew) is answer, "who disagrees about an end has its time again"
 
 
 async def test_a_hub_that_was_killed_reads_the_rest_of_its_queue(tmp_path: Path) -> None:
