@@ -28,7 +28,6 @@ from relay.events.build import Origin, approval_or_startrequest_event, standing_
 from relay.events.data_types import NO_REMARKS, EventData, LimitWait
 from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, Grant, GrantState, StandingHold, TrackedEvent
-from relay.store.approvals import decision_of
 from relay.store.transaction import Transaction
 
 _NO_VOTES: dict[str, Any] = {"votes": 0, "required": 0, "rule": None}
@@ -160,11 +159,10 @@ class Recording:
 
     def _newest_decision(self) -> Decision | None:
         """Return the last decision about the event that this piece of work has recorded."""
-        for recorded in reversed(self.tx.recorded):
-            if recorded.name == "approval.recorded" and recorded.event_key == self.occurrence.key:
-                event = self.tx.journal.require_event_at_position(recorded.position)
-                return decision_of(recorded.position, event)
-        return None
+        newest = self.tx.approvals.decisions_about(self.occurrence, limit=1)
+        recorded = self.tx.recorded
+        is_new = newest and recorded and newest[0].position >= recorded[0].position
+        return newest[0] if is_new else None
 
     def _reminder(self, status: ApprovalStatus) -> None:
         closes_at = status.voting_closes_at
