@@ -79,10 +79,12 @@ async def exchange(own_broker: Broker) -> str:
 
 
 async def publish(broker: Broker, exchange: str, *bodies: bytes) -> None:
+    """Publish, and wait until the broker has each in the queue."""
     async with RawChannel(broker.amqp_url(HUB_USER)) as channel:
         for body in bodies:
             key, properties = f"vote.{SCOPE}.vm-0", Basic.Properties(message_id="m")
-            await channel.publish(agent_publish_exchange_name(exchange), key, body, properties)
+            to = agent_publish_exchange_name(exchange)
+            assert await channel.publish_all(to, key, body, [properties]) == 0
 
 
 async def test_a_message_that_meets_a_bug_loses_neither_the_others_nor_the_connection(
